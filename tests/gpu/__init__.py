@@ -1,0 +1,1 @@
+"""Tests that need a GPU; elsewhere they are skipped, and say so."""
