@@ -37,7 +37,22 @@ def gloo(folder: str, rank: int) -> None:
         dist.destroy_process_group()
 
 
-BODIES = {"hello": hello, "imports": imports, "gloo": gloo}
+def step(folder: str, rank: int) -> None:
+    """Takes the first optimizer step of a small DDP model, prints a line: what a user waits for."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(10, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 10)).sum().backward()
+    optimizer.step()
+    _say(folder, rank)
+    dist.destroy_process_group()
+
+
+BODIES = {"hello": hello, "imports": imports, "gloo": gloo, "step": step}
 
 
 def of_rank(body: str, folder: str) -> None:

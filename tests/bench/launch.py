@@ -33,6 +33,7 @@ BODIES = {
     "hello": "user code that prints a line, without torch",
     "imports": "user code that imports torch and prints a line",
     "gloo": "user code that imports torch, makes a gloo group, passes a barrier and prints a line",
+    "step": "user code that takes the first optimizer step of a small DDP model and prints a line",
 }
 DEADLINE = 300.0
 """Seconds after which one measurement is given up."""
@@ -109,7 +110,7 @@ def _measured(name: str, body: str, ranks: int) -> dict[str, Any]:
         log = Path(folder, "log")
         environment = os.environ | {
             "AIR_MAGIC_RUNS": f"{folder}/runs",
-            "AIR_MAGIC_WARM": "0",  # fresh interpreters, as the peers start them
+            "AIR_MAGIC_WARM": "0",  # fresh interpreters, as the peers start them; the warm one says otherwise itself
             "IPYTHONDIR": f"{folder}/ipython",
             "PYTHONPATH": str(ROOT),
         }
@@ -248,7 +249,9 @@ def _notes(result: dict[str, Any]) -> list[str]:
     notes = [f"{launcher.title}: {launcher.note}." for name, launcher in LAUNCHERS.items() if name in measured]
     for ranks, ratios in result["cold_budget"].items():
         told = ", ".join(f"{call} call {ratio:.2f}" for call, ratio in ratios.items())
-        notes.append(f"N = {ranks}, air_magic's first line as a multiple of N interpreters importing torch: {told}.")
+        notes.append(
+            f"N = {ranks}, air_magic's cold first line as a multiple of N interpreters importing torch: {told}."
+        )
     return notes + [f"FAILED {failure}" for failure in result["failures"]]
 
 

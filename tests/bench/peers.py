@@ -70,6 +70,17 @@ def function(_ranks: int) -> Iterator[Launch]:
 
 
 @contextlib.contextmanager
+def warm(_ranks: int) -> Iterator[Launch]:
+    """The same once the forkserver is ready, which in a notebook ``%load_ext`` has started."""
+    from tests.warmth import until_warm
+
+    os.environ["AIR_MAGIC_WARM"] = "1"
+    until_warm()
+    with function(_ranks) as launch:
+        yield launch
+
+
+@contextlib.contextmanager
 def cell(_ranks: int) -> Iterator[Launch]:
     """``%%distributed`` in a real kernel, by the clock of its front-end."""
     from jupyter_client.manager import KernelManager
@@ -179,14 +190,22 @@ LAUNCHERS = {
     "floor": Launcher(
         "N × python", interpreters, ("hello", "imports"), note="no launcher: N interpreters at once", again=False
     ),
+    "warm": Launcher(
+        "air_magic, warm",
+        warm,
+        ("hello", "imports", "gloo", "step"),
+        note="once the forkserver is ready; until then a run starts cold",
+    ),
     "ours": Launcher(
-        "air_magic, function",
+        "air_magic, cold",
         function,
-        ("hello", "imports", "gloo"),
+        ("hello", "imports", "gloo", "step"),
         note="fresh interpreters; first: its warden starts too",
     ),
-    "ours-cell": Launcher("air_magic, cell", cell, needs="jupyter_client", note="in a real kernel, fresh interpreters"),
-    "torchrun": Launcher("torchrun", torchrun, ("hello", "imports", "gloo"), note="from a shell", again=False),
+    "ours-cell": Launcher(
+        "air_magic, cold, cell", cell, needs="jupyter_client", note="in a real kernel, fresh interpreters"
+    ),
+    "torchrun": Launcher("torchrun", torchrun, ("hello", "imports", "gloo", "step"), note="from a shell", again=False),
     "spawn": Launcher(
         "torch.multiprocessing.spawn", spawn, note="torch was imported before the call; the function lives in a module"
     ),
