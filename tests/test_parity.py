@@ -115,7 +115,11 @@ def state_of_the_interpreter():
             torch.are_deterministic_algorithms_enabled(),
         ),
         "time zone": time.tzname,
-        "modules": None,
+        "modules": sorted(
+            name
+            for name in sys.modules
+            if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("air_magic")
+        ),
         "random": (random.random(), float(numpy.random.random()), float(torch.rand(())), torch.initial_seed()),
     }
 

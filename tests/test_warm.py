@@ -10,6 +10,7 @@ import time
 import pytest
 
 from air_magic import distributed, launch, processes
+from air_magic.engines.warm import Wanted, Warmth
 
 from .kernel import DEADLINE, wait_until_gone
 from .warmth import origin, until_warm
@@ -158,6 +159,66 @@ def _command(pid):
             return file.read()
     except OSError:
         return ""
+
+
+def test_another_interpreter_or_other_flags_need_another_forkserver():
+    """What is imported there is not what would be imported here; the same wish twice starts nothing."""
+    started = []
+    warmth = Warmth(lambda theirs: started.append(theirs.dup()))
+    for argv in (["python"], ["python"], ["python", "-O"], ["python3.13"]):
+        warmth.begin(Wanted(argv, [], {}, "/"))
+    warmth.end()
+    for socket in started:
+        socket.close()
+    assert len(started) == 3
+
+
+@pytest.mark.slow
+def test_what_forking_breaks_elsewhere_works_in_a_warm_rank(tmp_path):
+    """torch.compile, worker processes of every kind, event loops, subprocesses, threads, drawing: as in any process."""
+    until_warm()
+
+    @distributed(num_accelerators=2)
+    def work(folder):
+        import asyncio
+        import concurrent.futures
+        import os
+        import subprocess
+
+        import matplotlib as mpl
+        import torch
+        import torch.multiprocessing as mp
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
+
+        def double(x):
+            return x * 2
+
+        async def soon():
+            await asyncio.sleep(0)
+            return (await asyncio.to_thread(double, 2)) + 1
+
+        rank = os.environ["RANK"]
+        pyplot.plot([1, 2])
+        pyplot.savefig(f"{folder}/{rank}.png")
+        with mp.get_context("fork").Pool(2) as pool:
+            pooled = pool.map(double, [1, 2])
+        with concurrent.futures.ProcessPoolExecutor(1, mp.get_context("spawn")) as spawned:
+            answer = spawned.submit(double, 21).result()
+        big = torch.ones(1500, 1500)
+        return (
+            torch.compile(double)(torch.ones(2)).tolist(),
+            pooled,
+            answer,
+            asyncio.run(soon()),
+            subprocess.run(["echo", rank], capture_output=True, text=True).stdout,
+            (big @ big).max().item(),  # OpenMP in a fork hangs where its parent has computed anything
+        )
+
+    expected = [([2.0, 2.0], [2, 4], 42, 5, f"{rank}\n", 1500.0) for rank in (0, 1)]
+    assert work.distributed(str(tmp_path)) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.png", "1.png"]
 
 
 @pytest.mark.slow

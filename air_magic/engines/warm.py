@@ -91,9 +91,9 @@ class Warmth:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._start(theirs)
-            env = {**wanted.env, **OWN}
-            ours.sendall(frame({"argv": list(wanted.argv), "env": env, "cwd": wanted.cwd}))
-            ours.sendall(frame({"path": list(wanted.path), "preload": self._preload(wanted)}))
+            place = {"argv": list(wanted.argv), "env": {**wanted.env, **OWN}, "cwd": wanted.cwd}
+            with contextlib.suppress(OSError):  # it is gone already: whoever waits for its report hears so
+                ours.sendall(frame(place) + frame({"path": list(wanted.path), "preload": self._preload(wanted)}))
             self._serving = _Serving(wanted, ours, self._skipped, self._clock())
 
     def lend(self, wanted: Wanted, channel: socket.socket) -> str:
