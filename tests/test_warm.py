@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -11,6 +12,7 @@ import pytest
 
 from air_magic import distributed, launch, processes
 from air_magic.engines.warm import Wanted, Warmth
+from air_magic.events import frame
 
 from .kernel import DEADLINE, wait_until_gone
 from .warmth import origin, until_warm
@@ -168,9 +170,29 @@ def test_another_interpreter_or_other_flags_need_another_forkserver():
     for argv in (["python"], ["python"], ["python", "-O"], ["python3.13"]):
         warmth.begin(Wanted(argv, [], {}, "/"))
     warmth.end()
-    for socket in started:
-        socket.close()
+    for end in started:
+        end.close()
     assert len(started) == 3
+
+
+def test_a_forkserver_that_was_ready_long_ago_does_not_count_as_slow():
+    """How long one needs is what it says itself, not when somebody asked; else the next one would not be waited for."""
+    now, ends = [100.0], []
+    warmth = Warmth(lambda theirs: ends.append(theirs.dup()), clock=lambda: now[0])
+    wanted, channel = Wanted(["python"], [], {}, "/"), socket.socketpair()
+    warmth.begin(wanted)
+    ends[0].sendall(frame({"failed": {}, "unfit": "", "read": [], "files": {}, "ready_at": 102.0}))
+    ends[0].sendall(frame({"refused": "no"}))
+    now[0] = 1000.0
+    assert warmth.lend(wanted, channel[0]) == "no"
+    warmth.end()
+    warmth.begin(wanted)
+    ends[1].sendall(frame({"failed": {}, "unfit": "", "read": [], "files": {}, "ready_at": 1001.0}))
+    ends[1].sendall(frame({"refused": ""}))
+    assert warmth.lend(wanted, channel[0]) == ""
+    warmth.end()
+    for end in (*ends, *channel):
+        end.close()
 
 
 @pytest.mark.slow

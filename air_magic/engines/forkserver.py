@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import sysconfig
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -57,7 +58,7 @@ def main(handle: int) -> None:
     gc.collect()
     gc.freeze()  # a collection in a rank would write to, and so copy, every page of what is imported
     control = socket.socket(fileno=handle)
-    control.sendall(frame(report))
+    control.sendall(frame(report | {"ready_at": time.monotonic()}))
     Forkserver(control, Forked(opened, added)).serve()
 
 

@@ -130,16 +130,15 @@ class Warmth:
     def _await_ready(self, serving: _Serving) -> str | None:
         """Waits for the report if that is sooner than a cold start; None if the process is gone."""
         if serving.report is None:
-            left = serving.began + self._ready_in - self._clock()
-            if left > COLD:
-                return f"the forkserver is not ready yet; it will be in about {left:.0f} s"
-            message = self._message(serving, max(left, 0.0) + COLD)
+            left = max(0.0, serving.began + self._ready_in - self._clock())
+            message = self._message(serving, left + COLD if left <= COLD else 0.0)
             if message == {}:
-                return "the forkserver takes longer than usual to become ready"
+                return f"the forkserver is not ready yet; it was expected to be in about {left:.0f} s"
             if message is None:
                 return None
             serving.report = message
-            self._ready_in = self._clock() - serving.began
+            # By its own clock, which is the whole machine's: it may have been ready long before anybody asked.
+            self._ready_in = message["ready_at"] - serving.began
             self._heed(message)
         unfit = serving.report["unfit"]
         return f"{serving.report['culprit']} cannot be imported ahead: after it, {unfit}" if unfit else ""
@@ -164,17 +163,18 @@ class Warmth:
 
     def _message(self, serving: _Serving, patience: float) -> dict[str, Any] | None:
         """The forkserver's next message; empty if none comes in time (seconds), None if it is gone."""
-        end = self._clock() + patience
-        while processes.readable(serving.control.fileno(), max(0.0, end - self._clock())):
+        end, data = self._clock() + patience, b""
+        while True:
+            for message in serving.reader.feed(data):
+                return message
+            if not processes.readable(serving.control.fileno(), max(0.0, end - self._clock())):
+                return {}
             try:
                 data = serving.control.recv(1 << 18)
             except OSError:
                 return None
             if not data:
                 return None
-            for message in serving.reader.feed(data):
-                return message
-        return {}
 
     def _stale(self, serving: _Serving, wanted: Wanted) -> bool:
         """Whether what that forkserver has imported may differ from what a fresh interpreter would import now."""
