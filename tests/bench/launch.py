@@ -50,7 +50,7 @@ def main() -> int:
     for name in absent:
         print(f"{LAUNCHERS[name].title} is not installed: left out (pip install -e '.[bench]')", file=sys.stderr)
     names = [name for name in asked.only if name not in absent]
-    bodies = [body for body in BODIES if not (asked.quick and body == "imports")]
+    bodies = [body for body in BODIES if not (asked.quick and body in ("imports", "step"))]
     times: Times = defaultdict(lambda: defaultdict(list))
     failures: list[str] = []
     result: dict[str, Any] = {}
