@@ -51,5 +51,5 @@ def test_a_launcher_that_nobody_knows_is_refused_by_name():
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1] == (
         "launch.py: error: argument --only: mpirun: give some of "
-        "floor, ours, ours-cell, torchrun, spawn, accelerate, torchrunx, ipyparallel"
+        "floor, warm, ours, ours-cell, torchrun, spawn, accelerate, torchrunx, ipyparallel"
     )
