@@ -101,8 +101,8 @@ def kernel(request, tmp_path, runs_root):
 
 
 @pytest.fixture(scope="module")
-def kernel_of_module(request, tmp_path_factory):
-    """One kernel for a module's tests that do not hurt it."""
+def kernel_of_module(request, start, tmp_path_factory):
+    """One kernel for a module's tests that do not hurt it, for each way to start."""
     with Kernel(tmp_path_factory.mktemp("notebook"), tmp_path_factory.mktemp("runs")) as started:
         _load(request, started)
         yield started
